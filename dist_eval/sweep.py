@@ -77,6 +77,8 @@ def sweep(options: SweepOptions) -> int:
     grid = read_grid(options.grid)
     if options.compare is not None and options.compare not in grid.axes:
         raise ConfigError(f"--compare {options.compare}: {options.grid} varies {', '.join(grid.axes)}.")
+    if options.compare is not None and grid.command == "tune":
+        raise ConfigError("--compare: tunings cannot be compared. Evaluate their checkpoints, and compare these runs.")
     _check_options(grid, options.grid)
     if options.print:
         for entry in grid.entries:
@@ -128,8 +130,8 @@ def _show(grid: Grid, options: SweepOptions, verdicts: Sequence[Verdict]) -> int
             complete.append(entry)
         else:
             print(f"not compared: {entry.name}, {verdict.message}")
-    axis = options.compare or grid.axes[0]
-    _compare(complete, axis, options.output, options.metric)
+    if grid.command != "tune":
+        _compare(complete, options.compare or grid.axes[0], options.output, options.metric)
     statuses = {status, *(verdict.exit_status for verdict in verdicts)}
     return next((worst for worst in (FAILED, STOPPED) if worst in statuses), COMPLETE)
 

@@ -108,3 +108,10 @@ def test_options_are_checked_before_anything_starts(
     assert main([str(write_grid(tmp_path, **options)), "--output", str(tmp_path / "runs")]) == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+def test_tunings_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    grid = tmp_path / "grid.yaml"
+    grid.write_text("command: tune\nmodel: base\ndataset: train.csv\nbackend: local\ngrid: {seed: [0, 1]}\n")
+    assert main([str(grid), "--output", str(tmp_path / "runs"), "--compare", "seed"]) == 2
+    assert "tunings cannot be compared" in capsys.readouterr().err

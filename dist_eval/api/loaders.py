@@ -8,6 +8,7 @@ by their index in the dataset. Every rank reads any other iterable of batches, a
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -200,26 +201,19 @@ def _shard_of_stream(loader: Iterable[Any], rank: int, world_size: int, gather: 
                 "them on ranks 0, 1, ...). All ranks must read the same examples in the same order: disable sharding "
                 "and shuffling in the dataset or its wrapper."
             )
-        length = _length_of(loader)
-        if length not in (None, stream.rows):
-            raise ExactnessError(
-                f"The eval_dataloader yields {format_count(stream.rows, 'example')}, but its dataset has a length of "
-                f"{length}. If several workers yield the same ones, divide them by torch.utils.data.get_worker_info() "
-                "in the dataset, or give num_workers=0; otherwise correct the dataset's __len__."
-            )
         return stream.rows
 
     return LoaderShard(stream, count)
 
 
-def _length_of(loader: Any) -> int | None:
-    """Returns the number of examples that the iterable dataset of a DataLoader has; None if it does not say."""
+def _length_of(loader: Any) -> float:
+    """Returns the most examples that the iterable dataset of a DataLoader has; infinity if it does not say."""
     if not (isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset) and loader.batch_size):
-        return None
+        return math.inf
     try:
         return len(loader.dataset)  # type: ignore[arg-type]
-    except (TypeError, NotImplementedError):
-        return None
+    except Exception:  # a dataset need not have a length
+        return math.inf
 
 
 def _only(loader: Any, batches: Sequence[np.ndarray]) -> DataLoader[Any]:
@@ -241,7 +235,7 @@ class _Stream:
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, Any]]:
         workers = getattr(self._loader, "num_workers", 0)
-        first = set[bytes]()
+        first, length = set[bytes](), _length_of(self._loader)
         for number, batch in enumerate(self._loader):
             rows, of_batch = rows_of(batch), digest_of(batch)
             self.digest.update(of_batch)
@@ -255,6 +249,12 @@ class _Stream:
             if number % self._world_size == self._rank:
                 yield np.arange(self.rows, self.rows + rows), batch
             self.rows += rows
+            if self.rows > length:
+                raise ExactnessError(
+                    f"The eval_dataloader yields more examples than the {length} of its dataset's length. If its "
+                    "workers yield the same ones, divide them by torch.utils.data.get_worker_info() in the dataset, or "
+                    "give num_workers=0; otherwise correct its __len__."
+                )
 
 
 @dataclass(frozen=True)

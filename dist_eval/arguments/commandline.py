@@ -206,7 +206,8 @@ def _reader(kind: OptionType) -> Callable[[str], Any]:
 
 def _suggestion(name: str, known: Iterable[str]) -> str:
     names = list(known)
-    close = [other for other in names if other.startswith(name)] or difflib.get_close_matches(name, names, n=1)
+    longer = [other for other in names if name.strip("-") and other.startswith(name)]
+    close = longer or difflib.get_close_matches(name, names, n=1)
     return f" Did you mean {close[0]}?" if close else " --help lists them all."
 
 
@@ -300,13 +301,16 @@ def to_words(given: Mapping[str, Any], config: type[Options], where: str) -> lis
     Messages say `where` the options were given.
     """
     words: list[str] = []
+    given = {name: value for name, value in given.items() if value is not None}
     for name, value in zip(convert_options(given, config, where), given.values(), strict=True):
         kind, option = options_of(config)[name][1], flag(name)
         if kind.base is bool:
             words.append(option if value else "--no-" + option[2:])
             continue
-        items = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
-        texts = [kind.write(item) for item in items]
+        try:
+            texts = [kind.write(item) for item in (value if isinstance(value, (list, tuple)) else [value])]
+        except ValueError as error:
+            raise ConfigError(f"{where}: {name} must be {error}.") from error
         if len(texts) > 1 and not any(text.startswith("-") for text in texts):
             words += [option, *texts]
         else:  # each in the word of its option, since it would be read as an option

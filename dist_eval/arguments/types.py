@@ -61,7 +61,7 @@ class Reader:
     """Reads and writes a word of the command line, where that differs from what a YAML file or Python gives."""
 
     read: Callable[[str], Any]
-    write: Callable[[Any], str] = json.dumps
+    write: Callable[[Any], str] = str
 
 
 def _with_escapes(text: str) -> str:
@@ -100,13 +100,12 @@ EscapedText: TypeAlias = Annotated[str, Reader(_with_escapes, _escaped)]
 
 @dataclass(frozen=True)
 class _Base:
-    """A row of the table: what a type is called, how a word is read and written, what Python and YAML may give."""
+    """A row of the table: what a type is called, how a word is read, and what Python and YAML may give."""
 
     name: str
     metavar: str
     read: Callable[[str], Any]
     accepted: tuple[type, ...]
-    write: Callable[[Any], str] = str
 
 
 _TABLE: dict[Any, _Base] = {
@@ -115,7 +114,7 @@ _TABLE: dict[Any, _Base] = {
     float: _Base("a number", "X", float, (int, float, ExponentText)),
     bool: _Base("true or false", "", bool, (bool,)),
     Path: _Base("a path", "FILE", Path, (str, Path)),
-    dict: _Base("a mapping", "KEY=VALUE", read_mapping, (dict,), json.dumps),
+    dict: _Base("a mapping", "KEY=VALUE", read_mapping, (dict,)),
 }
 
 
@@ -156,8 +155,21 @@ class OptionType:
         return self._check(value)
 
     def write(self, value: Any) -> str:
-        """Writes one value of YAML or Python, which `convert` takes, as the word that `read` reads as that value."""
-        return (self.reader or _TABLE[self.base]).write(with_numbers(value))
+        """Writes one value of YAML or Python, which `convert` takes, as the word that `read` reads as that value.
+
+        Raises ValueError if there is none; the message continues "OPTION must be".
+        """
+        if self.base is not dict:
+            return self.reader.write(value) if self.reader else str(value)
+        if isinstance(value, str):  # it is such a word
+            return value
+        try:
+            word = json.dumps(with_numbers(value))
+        except TypeError as error:
+            raise ValueError(f"writable as JSON, not {value!r:.80}: {error}") from error
+        if json.loads(word) != with_numbers(value):
+            raise ValueError(f"a mapping of text, not {value!r:.80}")
+        return word
 
     def convert(self, value: Any) -> Any:
         """Returns a value of YAML or Python as the option's field has it.

@@ -147,7 +147,7 @@ def _named(options: Mapping[Any, Any], where: str) -> dict[str, Any]:
     """Returns options by their command-line name without leading dashes."""
     named: dict[str, Any] = {}
     for spelled, value in options.items():
-        name = str(spelled).lstrip("-").replace("_", "-")
+        name = str(spelled).replace("_", "-").lstrip("-")
         if name in named:
             raise ConfigError(f"{where}: {name} is given twice.")
         named[name] = value
@@ -171,7 +171,10 @@ def _to_words(options: Mapping[str, Any], config: type[Options], where: str) -> 
     if "nproc-per-node" in options:
         raise ConfigError(f"{where}: nproc-per-node is an option of `dist-eval sweep`; set it there.")
     others = {name: value for name, value in options.items() if name != _FILE}
-    return [*([f"--{_FILE}={options[_FILE]}"] if _FILE in options else []), *to_words(others, config, where)]
+    file = options.get(_FILE)
+    if file is not None and not isinstance(file, str):
+        raise ConfigError(f"{where}: {_FILE} must be the path of a file, not {file!r:.80}.")
+    return [*([] if file is None else [f"--{_FILE}={file}"]), *to_words(others, config, where)]
 
 
 def _read(path: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -34,7 +35,15 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_object)
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text} is too large for a number")
+    return value
+
+
+_HOOKS: dict[str, Any] = {"object_pairs_hook": _object, "parse_float": _finite}
+_DECODER = json.JSONDecoder(**_HOOKS)
 
 
 def _objects(path: Path) -> Iterator[tuple[int, Any]]:
@@ -53,7 +62,7 @@ def _objects(path: Path) -> Iterator[tuple[int, Any]]:
         except (ValueError, RecursionError) as error:
             is_complete = not isinstance(error, json.JSONDecodeError) or error.pos < len(text)
             if is_complete or line is None:
-                why = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+                why = f"{error.msg} (column {error.colno})" if isinstance(error, json.JSONDecodeError) else str(error)
                 raise DataError(f"{path}, row {row} (counted from 0): is not valid JSON: {why}") from error
         text = text[begin:]
         require_row_fits(path, len(text))
@@ -127,7 +136,7 @@ def _array(path: Path) -> list[Any]:
             "it to JSONL (one object per line), which is read piece by piece."
         )
     try:
-        return list(parse_json(content.decode("utf-8-sig"), object_pairs_hook=_object))
+        return list(parse_json(content.decode("utf-8-sig"), **_HOOKS))
     except UnicodeDecodeError as error:
         raise not_utf8(path) or error from error
     except ValueError as error:

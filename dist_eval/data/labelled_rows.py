@@ -48,10 +48,14 @@ class LabelledRows:
 
         `read_labels` reads a chunk of the label column, given the position of its first row.
         """
+        rows = 0
         for first, batch in source.numbered():
             self.texts(source, batch, first)
             read_labels(batch.column(batch.num_columns - 1), first)
-            yield first + batch.num_rows
+            rows = first + batch.num_rows
+            yield rows
+        if not rows:
+            raise DataError(f"{source.name} has no rows: there is nothing to evaluate.")
 
     def texts(self, source: RowSource, batch: pa.RecordBatch, first_row: int) -> list[list[str]]:
         """Returns the texts of a batch by column; `first_row` is the position of its first row."""

@@ -19,6 +19,7 @@ from dist_eval.tables import format_count
 
 _SHOWN = 60
 _LABELS_ARE = "labels are class numbers or names."
+_MISSING = ("", "nan", "none", "null", "na", "n/a")
 _LARGEST_WHOLE = 2**53  # above it, 64-bit floats skip integers
 _INTEGER = re.compile(r"[+-]?\d{1,18}")
 _WHOLE = re.compile(r"([+-]?\d{1,18})\.0+")
@@ -141,6 +142,13 @@ class LabelReader(LabelColumn):
         is_same = text in (name, str(number)) or (may_differ_in_case and text.casefold() == name.casefold())
         return is_same or self._are_numbers
 
+    def problem(self, text: str) -> DataError:
+        """Returns an error about a label among numbers that is none, with its first row."""
+        what = _short(text) if text else "empty"
+        return self._problem(
+            self._first_row[text], f"is {what}, but others are numbers. Correct it, or remove the row."
+        )
+
     @property
     def values(self) -> list[str]:
         """The distinct values in all calls of `codes`, as text."""
@@ -242,7 +250,9 @@ class LabelReader(LabelColumn):
             message += f" Did you mean {alike[0]!r}?"
         if self._declared:
             message += f" The dataset declares the names {', '.join(self._declared[:10])}."
-        return self._problem(self._first_row[text], f"{message} Correct it, or remove the row.")
+        else:
+            message += " Correct it, or remove the row."
+        return self._problem(self._first_row[text], message)
 
 
 def find_classes(source: RowSource, column: str, how: str = "auto", count: int | None = None) -> list[str]:
@@ -261,6 +271,10 @@ def find_classes(source: RowSource, column: str, how: str = "auto", count: int |
     if not row:
         raise DataError(f"{source.name} has no rows: there is nothing to learn from.")
     texts = reader.values
+    absent = [text for text in texts if text.strip().casefold() in _MISSING]
+    others = [whole_number(text) for text in texts if text not in absent]
+    if how == "auto" and absent and others and None not in others:
+        raise reader.problem(absent[0])
     numbers = [-1 if (number := whole_number(text)) is None else number for text in texts]
     if how == "names" or (how == "auto" and any(whole_number(text) is None for text in texts)):
         return _counted(sorted({text.strip() or text for text in texts}), source, column, count)

@@ -116,8 +116,10 @@ def _refuses(convert: Callable[[Sequence[Any]], object], values: Sequence[Any]) 
 
 def _is_deep(value: Any, levels: int) -> bool:
     """Whether a value is nested over a number of levels deep."""
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return levels < 0 or any(_is_deep(part, levels - 1) for part in parts)
+    if not isinstance(value, (dict, list)):
+        return False
+    parts = value.values() if isinstance(value, dict) else value
+    return not levels or any(isinstance(part, (dict, list)) and _is_deep(part, levels - 1) for part in parts)
 
 
 def _written(number: float) -> str:

@@ -134,8 +134,10 @@ def check_dataset(config: DoctorConfig) -> Equal:
     return Equal(f"{source.name} can be read", {"dataset": sample_digest(*paths)} if paths else {})
 
 
-def check_rows(job: Job[Any, Any], seconds: float) -> str:
-    """Reads texts and labels as the run does, for at most some `seconds`."""
+def check_rows(config: DoctorConfig, job: Job[Any, Any], seconds: float) -> str:
+    """Reads texts and labels of all rows, for at most some `seconds`."""
+    if (config.limit, config.sample, config.precision) != (None, None, None):
+        return "not read, because only a part of them is evaluated, and others may lack a text or label"
     begin, rows = time.monotonic(), 0
     for rows in job.read_rows():
         if time.monotonic() - begin > seconds:

@@ -33,7 +33,7 @@ from dist_eval.runs.outcome import read_outcome
 
 _POLL_SECONDS, _CLEANUP_SECONDS = 0.1, 5.0
 _SWARM_SECONDS = 30.0  # for everything but the wait for a swarm: importing Petals, asking the servers, leaving
-_CHECKS_APART = 5  # a rank may lag behind another one by this multiple of a check's limit
+_CHECKS_APART = 6  # a rank may lag behind another one by this multiple of a check's limit
 _FOLDER_SECONDS = 10.0  # until a new file appears on another host: network folders cache missing names
 _SHOWN = 10
 _SCHEDULER_HOSTS = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES", "PET_NNODES")
@@ -113,7 +113,7 @@ class Examination:
             return
         self.check("model", partial(checks.check_model, config, job))
         if opens and topology.is_leader:
-            self.check("rows", partial(checks.check_rows, job, self.limit / 2))
+            self.check("rows", partial(checks.check_rows, config, job, self.limit / 2))
         if config.backend == "petals":
             swarm = partial(checks.check_swarm, config, topology, job.base, self.scratch_dir)
             self.check("swarm", swarm, 2 * self.limit + _SWARM_SECONDS)

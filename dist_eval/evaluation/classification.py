@@ -14,7 +14,6 @@ from dist_eval.analysis.options import AnalysisOptions, columns_asked_for
 from dist_eval.data.collector import Columns
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import BatchPlan
-from dist_eval.data.selection import select_rows
 from dist_eval.data.shared_prefixes import plan_with_shared_prefixes
 from dist_eval.distributed.tracked_progress import Scored
 from dist_eval.evaluation.audit import AuditedModel
@@ -84,7 +83,7 @@ class Classification(Job[TokenizedDataset, Gathered]):
 
     def read_rows(self) -> Iterator[int]:
         data, codes = labelled_rows(self.config.select(DataOptions), self.target), list[np.ndarray]()
-        source = data.open(select_rows(self._selection, data).rows if self._selection else None)
+        source = data.open()
         reader = data.label_reader(source)
         yield from data.read(source, lambda labels, first: codes.append(reader.codes(labels, first)))
         reader.ids(np.concatenate(codes))

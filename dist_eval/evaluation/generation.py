@@ -18,7 +18,7 @@ from dist_eval.data.generation import text_of
 from dist_eval.data.labelled_rows import LabelledRows
 from dist_eval.data.prompted_rows import PromptedRows, references_in
 from dist_eval.data.prompts import Template
-from dist_eval.data.selection import SelectedRows, select_rows
+from dist_eval.data.selection import select_rows
 from dist_eval.data.tokenizers import HAS_BOS, load_tokenizer, token_ids, tokenizer_digest
 from dist_eval.distributed.tracked_progress import Scored
 from dist_eval.errors import ConfigError
@@ -109,9 +109,9 @@ class Generation(RequestJob):
         else:
             self._finish(answered, context)
 
-    def _labelled_rows(self) -> tuple[LabelledRows, SelectedRows | None]:
+    def _labelled_rows(self) -> LabelledRows:
         config = self.config
-        data = LabelledRows(
+        return LabelledRows(
             config.dataset or (),
             self._template.columns,
             config.label_column,
@@ -120,17 +120,16 @@ class Generation(RequestJob):
             subset=config.subset,
             split=config.split,
         )
-        selection = selection_of(config, config.confidence, SINGLE_LABEL)  # an exact match is right or wrong
-        return data, select_rows(selection, data) if selection else None
 
     def read_rows(self) -> Iterator[int]:
-        data, selected = self._labelled_rows()
-        source = data.open(selected and selected.rows)
+        data = self._labelled_rows()
+        source = data.open()
         yield from data.read(source, lambda column, first: references_in(source, data.label_column, column, first))
 
     def write_requests(self, folder: Path) -> None:
         """Reads the dataset, and writes its prompts to a folder for `Requests` to open."""
-        config, (data, selected) = self.config, self._labelled_rows()
+        config, data = self.config, self._labelled_rows()
+        selection = selection_of(config, config.confidence, SINGLE_LABEL)  # an exact match is right or wrong
         self.rows = PromptedRows(
             data,
             self._template,
@@ -138,7 +137,7 @@ class Generation(RequestJob):
             folder,
             before=self._before,
             frame=self._frame,
-            selected=selected,
+            selected=select_rows(selection, data) if selection else None,
             extra_columns=columns_asked_for(config.slice_by, config.group_column),
         )
         write_continuations(folder, [], max_length=self.base.max_length)

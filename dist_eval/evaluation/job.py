@@ -74,7 +74,7 @@ class Job(ABC, Generic[Data, Found]):
         """Reads what the leader needs, if that is quick, so that wrong options end the run before a swarm is opened."""
 
     def read_rows(self) -> Iterator[int]:
-        """Reads texts and labels as a run does, and yields how many rows have been read; an error names its row."""
+        """Reads texts and labels of all rows, and yields how many have been read; an error names its row."""
         yield from ()
 
     @abstractmethod

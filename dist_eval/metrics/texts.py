@@ -13,7 +13,7 @@ from typing import Any
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _MARKS = re.escape(string.punctuation.replace(".", "").replace("-", ""))
 # all ASCII punctuation but the decimal point and the sign of a number, an amount or an exponent
-_PUNCTUATION = re.compile(rf"[{_MARKS}]|\.(?!\d)|(?<=[^\W\d])\.|(?<=\w)(?<!\de)-|-(?![$£€¥]?\.?\d)")
+_PUNCTUATION = re.compile(rf"[{_MARKS}]|\.(?!\d)|(?<=[^\W\d])\.|(?<=\w)(?<!\de)(?<!\d\.e)-|-(?![$£€¥]?\.?\d)")
 
 
 @dataclass(frozen=True)

@@ -42,9 +42,8 @@ def require_harness() -> None:
     """Checks that the harness is installed."""
     if find_spec("lm_eval") is None:
         raise ConfigError(
-            "The lm-evaluation-harness is not installed: `uv sync --extra harness` installs it in the repository, as "
-            "does `uv run --extra harness` instead of `uv run`; with a wheel of dist_eval, `pip install "
-            "'WHEEL[harness]'`."
+            "The lm-evaluation-harness is not installed. In the repository, run `uv sync --extra harness`, or start "
+            "the command with `uv run --extra harness`. With a wheel: `pip install 'WHEEL[harness]'`."
         )
 
 

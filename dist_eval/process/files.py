@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 _PIECES, _PIECE_BYTES = 64, 4096
 _CHUNK_BYTES = 1 << 20
+_DIGITS = 12  # in the names of temporary files
 _MOST_FILES = 1 << 16
 _NO_FILE = (errno.ENOENT, errno.ELOOP, errno.ENXIO)  # errors of opening a missing file, a link or a socket
 
@@ -37,7 +38,7 @@ def replaced_atomically(path: Path, mode: int = PRIVATE) -> Iterator[BinaryIO]:
 
     A symbolic link is replaced, not followed. The mode is `PRIVATE`, or `BY_UMASK` for a file that the user named.
     """
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:_DIGITS]}")
     try:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             yield file
@@ -46,6 +47,12 @@ def replaced_atomically(path: Path, mode: int = PRIVATE) -> Iterator[BinaryIO]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_temporary(folder: Path) -> None:
+    """Removes temporary files that `replaced_atomically` left in a folder when its process was killed."""
+    for path in folder.glob(".*." + _DIGITS * "[0-9a-f]"):
+        path.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, content: bytes, mode: int = PRIVATE) -> None:

@@ -33,7 +33,7 @@ from dist_eval.report.sections import (
     work_details,
 )
 from dist_eval.report.shown import ShownRun
-from dist_eval.results.inputs import DatasetSummary, PromptSummary
+from dist_eval.results.inputs import DatasetSummary, PromptSummary, have_same_selection
 from dist_eval.results.run import CompleteRun
 from dist_eval.runs.plots import POINTS, RELIABILITY, draw_scatter, plot_name
 from dist_eval.runs.reading import FinishedRun
@@ -150,7 +150,7 @@ class ShownEvaluation(ShownRun):
         is_same = one.data.text_digest == another.data.text_digest or (
             by_columns and one.data.has_texts_of(another.data)
         )
-        return one.problem_type == another.problem_type and one.data.selection == another.data.selection and is_same
+        return one.problem_type == another.problem_type and have_same_selection(one.data, another.data) and is_same
 
     def entries(self) -> list[dict[str, Any]]:
         results = self.results

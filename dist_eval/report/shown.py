@@ -41,7 +41,7 @@ class ShownRun(ABC):
             model=self.model,
             data=self.data,
             facts=[self.coverage(), format_speed(results, self.unit)],
-            files=[RESULTS, *results.tables, *self.plots],
+            files=[RESULTS, *results.tables, *(plot for plot in self.plots if (self.folder / plot).exists())],
             cards=[metric_card(title, name, results) for title, name in self.cards],
             sections=[
                 *self.sections(),

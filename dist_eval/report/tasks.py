@@ -19,7 +19,7 @@ from dist_eval.report.document import (
 from dist_eval.report.naming import name_of
 from dist_eval.report.sections import audit_lines, format_selection, row_caveats, work_details
 from dist_eval.report.shown import ShownRun
-from dist_eval.results.inputs import Decoding
+from dist_eval.results.inputs import Decoding, have_same_selection
 from dist_eval.results.run import CompleteTasksRun
 from dist_eval.results.tasks import TaskResults
 from dist_eval.runs.task_samples import Sample, TaskRun
@@ -170,16 +170,12 @@ class ShownTasks(ShownRun):
         runs = self.results, other.results
         own, others = self.results.dataset, other.results.dataset
         if own and others:
-            is_same = own.references_digest == others.references_digest and own.selection == others.selection
-            return is_same and own.has_texts_of(others)
+            is_same = own.references_digest == others.references_digest and own.has_texts_of(others)
+            return is_same and have_same_selection(own, others)
         if own or others:
             return False
-        tasks = [
-            {name: (task.version, task.documents, task.documents_digest) for name, task in run.tasks.items()}
-            for run in runs
-        ]
-        common = tasks[0].keys() & tasks[1].keys()
-        return bool(common) and all(tasks[0][name] == tasks[1][name] for name in common)
+        pairs = [(task, runs[1].tasks[name]) for name, task in runs[0].tasks.items() if name in runs[1].tasks]
+        return bool(pairs) and all(task.has_documents_of(another) for task, another in pairs)
 
     def entries(self) -> list[dict[str, Any]]:
         return [

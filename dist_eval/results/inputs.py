@@ -101,6 +101,14 @@ def have_same_columns(first: HashedColumns, other: HashedColumns) -> bool | None
     return all(own[name] == others[name] for name in common) if common else None
 
 
+def have_same_selection(first: HashedColumns, other: HashedColumns) -> bool:
+    """Returns whether the same rows of two datasets were evaluated, if these have the same rows."""
+    own, others = (
+        data.selection and data.selection.model_copy(update={"column_digests": {}}) for data in (first, other)
+    )
+    return own == others
+
+
 class DatasetSummary(Record):
     """A tokenized dataset."""
 

@@ -70,9 +70,14 @@ class TaskResults(Record):
     documents: Count
     """Number of documents."""
     documents_digest: str | None = None
-    """Hash of the documents, null for a run on prompts."""
+    """Hash of the documents; null for a run on prompts, or if an earlier version wrote it."""
     metrics: list[TaskMetric]
     """Its metrics."""
+
+    def has_documents_of(self, other: TaskResults) -> bool:
+        """Returns whether both have the same definition and documents, as far as is known."""
+        digests = {self.documents_digest, other.documents_digest} - {None}
+        return (self.version, self.documents) == (other.version, other.documents) and len(digests) < 2
 
 
 class GroupResults(Record):

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from dist_eval.distributed.stop import STOP_FILE, asked_by_a_person, leave_stop_file
 from dist_eval.errors import RunError, print_error, translating_os_errors
-from dist_eval.process.files import write_atomically
+from dist_eval.process.files import remove_temporary, write_atomically
 from dist_eval.process.parsing import parse_json
 from dist_eval.results.run import RUN, RecordedOptions, Revisions, RunFailure, RunHeader
 from dist_eval.runs.digests import damaged_table, is_intact, with_digests
@@ -78,6 +78,7 @@ class RunFolder:
             is_first = attempt == 0 or not lock.is_restart
             if is_first:
                 self._clear()
+            remove_temporary(self.path)  # of a leader that was killed; in the journal other ranks may be writing
             if not (is_first and self._overwrite):
                 self._found = self._find_results()
             self._recorded = {"revisions": self.earlier_revisions(), "chat_time": self.earlier_chat_time()}

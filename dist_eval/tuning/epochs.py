@@ -184,10 +184,12 @@ class Epochs:
     def _resume(self) -> TuningState:
         """Restores the state saved on the leader's disk on all ranks; returns it."""
         found = of_leader(unpack_state(self.folder.state) if self.topology.is_leader else None)
-        if found is None:
-            return TuningState()
-        state, tensors, rest = found
-        self._trainer.restore(tensors, rest)
+        state = TuningState()
+        if found is not None:
+            state, tensors, rest = found
+            self._trainer.restore(tensors, rest)
+        if self.topology.is_leader:
+            self._place_checkpoints(state)
         return state
 
     def _run_epoch(self) -> None:
@@ -233,7 +235,7 @@ class Epochs:
         return evaluate_classifier(self.context, self.base, current, self.evaluation, stopping=self._stop_requested)
 
     def _end_epoch(self, metrics: Metrics | None, seconds: float) -> None:
-        """Saves the results of an epoch, which is finished once the state, the last file, is written."""
+        """Saves the results of an epoch, which is finished once the state is written."""
         state, tuned = self._state, snapshot(self._trainer.tuned)
         entry = EpochResults(
             epoch=state.epoch + 1,
@@ -245,10 +247,13 @@ class Epochs:
         if self._is_best(entry):
             state.best = state.epoch
         if self._display:
-            self._save_checkpoints(tuned)
+            tokenizer = load_tokenizer(self.base.name)
+            for name in (LAST, BEST) if state.best == state.epoch else (LAST,):
+                self.folder.stage_checkpoint(name, state.epoch, tuned, tokenizer)
         state.end_epoch(entry)
         self._save()
         if self._display:
+            self._place_checkpoints(state)
             self.folder.update_results(self._results(tuned))
             self._display.say(self.folder.describe(entry))
             metric_values = {f"eval_{name}": value for name, value in (entry.metrics or {}).items()}
@@ -268,11 +273,8 @@ class Epochs:
             return -float("inf")
         return -value if lower_is_better(self.config.best_metric) else value
 
-    def _save_checkpoints(self, tuned: TunedCheckpoint) -> None:
-        tokenizer = load_tokenizer(self.base.name)
-        self.folder.save_checkpoint(LAST, tuned, tokenizer)
-        if self._state.best == self._state.epoch:
-            self.folder.save_checkpoint(BEST, tuned, tokenizer)
+    def _place_checkpoints(self, state: TuningState) -> None:
+        self.folder.place_checkpoints({LAST: state.epoch - 1, BEST: state.best})
 
     def _results(self, tuned: TunedCheckpoint) -> TuningProgress:
         state, best, metric = self._state, None, self.config.best_metric

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,20 +102,34 @@ class TuningFolder(RunFolder):
     def is_resumable(self) -> bool:
         return self.state.is_file()
 
-    def save_checkpoint(self, name: str, tuned: TunedCheckpoint, tokenizer: Any) -> None:
-        """Writes a checkpoint with its tokenizer, and replaces the previous one."""
-        new, old, place = self.path / f".{name}.new", self.path / f".{name}.old", self.path / name
-        with translating_os_errors(RunError, f"The checkpoint {place} cannot be written"):
-            for leftover in (new, old):
-                shutil.rmtree(leftover, ignore_errors=True)
-            new.mkdir()  # not a link to another folder
+    def stage_checkpoint(self, name: str, epoch: int, tuned: TunedCheckpoint, tokenizer: Any) -> None:
+        """Writes the checkpoint of an epoch with its tokenizer, for `place_checkpoints`."""
+        staged = self._staged(name, epoch)
+        with translating_os_errors(RunError, f"The checkpoint {self.path / name} cannot be written"):
+            shutil.rmtree(staged, ignore_errors=True)
+            staged.mkdir()  # not a link to another folder
             with private_files():
-                tuned.save(new)
-                tokenizer.save_pretrained(new)
-            if place.exists():
-                place.rename(old)
-            new.rename(place)
-            shutil.rmtree(old, ignore_errors=True)
+                tuned.save(staged)
+                tokenizer.save_pretrained(staged)
+
+    def place_checkpoints(self, epochs: Mapping[str, int | None]) -> None:
+        """Replaces checkpoints by the staged ones of some epochs, by name, and removes what else is left of staging.
+
+        Call it once the saved state names these epochs, and after a restart, which may follow a kill between the two.
+        """
+        for name, epoch in epochs.items():
+            place, old = self.path / name, self.path / f".{name}.old"
+            with translating_os_errors(RunError, f"The checkpoint {place} cannot be written"):
+                if epoch is not None and (staged := self._staged(name, epoch)).is_dir():
+                    if place.exists():
+                        shutil.rmtree(old, ignore_errors=True)
+                        place.rename(old)
+                    staged.rename(place)
+                for leftover in (old, *self.path.glob(f".{name}.*.new")):
+                    shutil.rmtree(leftover, ignore_errors=True)
+
+    def _staged(self, name: str, epoch: int) -> Path:
+        return self.path / f".{name}.{epoch}.new"
 
     def describe(self, entry: EpochResults) -> str:
         """Returns a line about an epoch."""
@@ -155,5 +170,5 @@ class TuningFolder(RunFolder):
         super()._forget()
         self.state.unlink(missing_ok=True)
         for name in (BEST, LAST):
-            for place in (name, f".{name}.new", f".{name}.old"):
-                shutil.rmtree(self.path / place, ignore_errors=True)
+            shutil.rmtree(self.path / name, ignore_errors=True)
+        self.place_checkpoints({BEST: None, LAST: None})

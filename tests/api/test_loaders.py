@@ -390,7 +390,7 @@ class Shuffled(Stream):
 
 
 def test_a_stream_is_as_long_as_its_dataset() -> None:
-    with pytest.raises(ExactnessError, match=r"yields 20 examples, but its dataset has a length of 10\."):
+    with pytest.raises(ExactnessError, match="yields more examples than the 10 of its dataset's length"):
         seen_by(lambda _: DataLoader(Shuffled(10), 3, num_workers=2), 1)
     assert seen_by(lambda _: DataLoader(Shuffled(10), 3), 1)[1] == {10}
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_eval.arguments.commandline import build_parser, parse_args, read_yaml
+from dist_eval.arguments.commandline import Command, build_parser, parse_args, read_yaml
 from dist_eval.cluster.run_lists import Entry, read_grid, read_sweep
 from dist_eval.errors import ConfigError
 from dist_eval.options.config import EVALUATION, EvaluationConfig
+from dist_eval.options.harness import HARNESS
 
 LIST = """\
 # name   options\f of a page, \u2028 and no line of `grep -c ''`
@@ -115,6 +117,31 @@ def test_values_are_those_of_a_yaml_file_of_options(
     )
 
 
+WRITTEN = """\
+label-words: [1e5, 2e-5, "1"]
+temperature: 1e-1
+prompt: 'Find $\\theta$: {text}'
+"""
+OF_TASKS = """\
+gen_kwargs: 'temperature=0.7'
+samples: '{"a": [1, 2]}'
+metadata: {name: {size: 1e-3}}
+limit: null
+"""
+
+
+@pytest.mark.parametrize(("command", "lines"), [(EVALUATION, WRITTEN), (HARNESS, OF_TASKS)], ids=["run", "harness"])
+def test_lines_of_a_yaml_file_mean_the_same_in_a_grid(command: Command[Any], lines: str, tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval")
+    (tmp_path / "options.yaml").write_text(lines)
+    name = "harness" if command is HARNESS else "run"
+    (tmp_path / "grid.yaml").write_text(f"command: {name}\n{lines}grid: {{seed: [1]}}\n")
+    [entry] = read_grid(tmp_path / "grid.yaml").entries
+    found = vars(build_parser(command).parse_args(shlex.split(shlex.join(entry.options))))
+    expected = read_yaml(tmp_path / "options.yaml", command.config)
+    assert {name: found.get(name) for name in expected} == expected
+
+
 def test_a_name_of_a_value_may_not_begin_with_a_dash_so_that_of_a_run_begins_with_its_option(tmp_path: Path) -> None:
     path = tmp_path / "grid.yaml"
     path.write_text("grid: {stop: [--end, a], seed: [0]}\n")
@@ -145,6 +172,10 @@ def test_a_value_that_command_lines_would_lose_is_refused() -> None:
         ("grid: {max-length: [1], max_length: [2]}\n", "grid: max-length is given twice"),
         ("grid: {seed: [0]}\nin-flight: 1\nin_flight: 2\n", "in-flight is given twice"),
         ("grid: {few: {few: {limit: 5}}, limit: [6, 7]}\n", "limit is given twice for the run few-limit=6"),
+        ("grid: {seed: [0]}\nconfig: [a.yaml]\n", "config must be the path of a file, not ['a.yaml']"),
+        ("grid: {seed: [0]}\n_output: runs\n", "leave out output, which follows from the names"),
+        ("command: harness\ngrid: {seed: [0]}\nmetadata: {a: 2024-01-01}\n", "metadata must be writable as JSON"),
+        ("command: harness\ngrid: {seed: [0]}\nmetadata: {1: 2}\n", "metadata must be a mapping of text, not {1: 2}"),
         ("grid: {text-column: [1.10]}\n", "text_column must be text, not 1.1 (put it in quotes"),
         ("grid: {seed: [0]}\nlabel-words: [no, yes]\n", "label_words must be text, not False (put it in quotes"),
     ],

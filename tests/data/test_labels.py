@@ -302,6 +302,15 @@ def test_a_number_beyond_the_declared_names_is_no_name() -> None:
     assert "row 0 " in error_of([2], names=["2", "x"], declared=["2", "x"])
 
 
+@pytest.mark.parametrize("absent", ["nan", "", " None "])
+def test_a_missing_label_among_numbers_is_no_class(absent: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text(f'label\n0\n1\n"{absent}"\n')
+    with pytest.raises(DataError, match=r"train\.csv, row 2 \(counted from 0\): the label .*but others are numbers"):
+        find_classes(open_rows(str(path), ["label"]), "label")
+    assert find_classes(open_rows(str(path), ["label"]), "label", "names") == sorted(["0", "1", absent.strip()])
+
+
 def test_an_unknown_label_names_the_row_and_the_classes() -> None:
     assert error_of(["pos", "neutral"]) == (
         "test.parquet, row 1 (counted from 0): the label in column 'label' is 'neutral', but the classes "

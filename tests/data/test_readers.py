@@ -149,16 +149,6 @@ def test_one_huge_cell_among_small_ones(name: str, position: int, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", TEXT_FORMATS)
-@pytest.mark.parametrize("position", [0, 100, 400, 999])
-def test_a_row_longer_than_a_block_in_a_file_of_many_blocks(
-    name: str, position: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = [(f"{number:0100}", "a") for number in range(1000)]
-    rows.insert(position, ("x" * 10_000, "long"))
-    assert read(write(tmp_path, name, FORMATS[name](rows))) == rows
-
-
-@pytest.mark.parametrize("name", TEXT_FORMATS)
 def test_a_byte_order_mark_is_no_part_of_the_first_column(name: str, tmp_path: Path) -> None:
     rows = [("a", "0"), ("b", "1")]
     assert read(write(tmp_path, name, BOM + FORMATS[name](rows))) == rows
@@ -298,7 +288,7 @@ def test_an_odd_quote_in_a_tsv_file_swallows_no_rows(
     assert "convert the file to JSONL" in message
 
 
-def test_an_odd_quote_far_down_in_a_tsv_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_odd_quote_far_down_in_a_tsv_file_is_found(tmp_path: Path) -> None:
     lines = ["text\tlabel", *[f"{number:0100}\t0" for number in range(500)], '"odd\t0', 'even"\t1', ""]
     assert "row 500 (counted from 0): a quoted text" in error_of(write(tmp_path, "a.tsv", "\n".join(lines)))
 
@@ -318,9 +308,8 @@ def test_quotes_that_swallow_nothing_are_no_reason_to_refuse_a_tsv_file(tmp_path
 @pytest.mark.parametrize("field", ['"12/3" g', '"a" and "b"', '"a \\"good\\" film"', '"a,\t""b"" c" d'])
 @pytest.mark.parametrize("before", [0, 300])
 def test_quotes_that_would_be_lost_are_named_by_their_line(
-    delimiter: str, field: str, before: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    delimiter: str, field: str, before: int, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("dist_eval.data.text_files._CHUNK_BYTES", 7)
     rows = ["text,label", *['"a, ""b"",\tc",""'] * before]
     content = "\r\n".join([row.replace(",", delimiter) for row in rows] + [field + delimiter + "0", ""])
     message = error_of(write(tmp_path, "a.csv" if delimiter == "," else "a.tsv", content))
@@ -331,9 +320,8 @@ def test_quotes_that_would_be_lost_are_named_by_their_line(
 @pytest.mark.parametrize("end", ["", '""', "\r\n", '\r\n0,"",b', "\n0,b\n1,c"])
 @pytest.mark.parametrize("before", [0, 300])
 def test_a_quote_that_is_never_closed_is_named_by_its_line(
-    delimiter: str, end: str, before: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    delimiter: str, end: str, before: int, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("dist_eval.data.text_files._CHUNK_BYTES", 7)
     content = "label,text\n" + '0,"a, ""b"""\n' * before + '1,"open' + end
     path = write(tmp_path, "a.csv" if delimiter == "," else "a.tsv", content.replace(",", delimiter))
     assert f", line {before + 2}: a field begins with a quote that is never closed" in error_of(path)
@@ -450,6 +438,21 @@ def test_lists_of_nothing_in_one_file_go_with_lists_in_another(tmp_path: Path) -
     write(tmp_path, "a.jsonl", '{"text": "a", "label": []}\n')
     write(tmp_path, "b.jsonl", '{"text": "b", "label": ["x"]}\n')
     assert read(str(tmp_path)) == [("a", []), ("b", ["x"])]
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, "x"), ("x", 0)])
+def test_a_column_of_json_lines_that_changes_its_type_far_down_is_an_error(
+    first: Any, last: Any, tmp_path: Path
+) -> None:
+    lines = [json.dumps({"text": "a", "label": label}) for label in [first] * (ROWS_PER_BATCH + 9) + [last]]
+    assert f"row {ROWS_PER_BATCH + 9} (counted from 0): column 'label'" in error_of(
+        write(tmp_path, "a.jsonl", "\n".join(lines))
+    )
+
+
+def test_a_number_that_no_float_can_hold_is_an_error(tmp_path: Path) -> None:
+    for name, content in (("a.jsonl", '{"text": 1e400, "label": 0}'), ("a.json", '[{"text": 1e400, "label": 0}]')):
+        assert "1e400 is too large for a number" in error_of(write(tmp_path, name, content))
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])

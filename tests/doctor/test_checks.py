@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,22 +53,24 @@ def test_generation_has_its_examples_opened_as_a_run_does(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("task", [[], ["--prompt", "{text}", "--generate"]], ids=["labels", "references"])
-@pytest.mark.parametrize("sample", [None, 3], ids=["all", "some"])
-def test_rows_are_read_as_a_run_reads_them(task: list[str], sample: int | None, tmp_path: Path) -> None:
+def test_texts_and_labels_of_all_rows_are_read(task: list[str], tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     command = ["--dataset", str(rows), "--backend", "local", "--model", str(demo.BASE_MODEL), *task]
     command += [] if task else ["--checkpoint", str(demo.CHECKPOINT)]
-    command += ["--sample", str(sample)] if sample else []
 
-    def check(*labels: int | None, seconds: float = 60.0) -> str:
-        rows.write_text("".join(json.dumps({"text": "12 3", "label": label}) + "\n" for label in labels))
-        return checks.check_rows(checks.read_model(parse_args(command, DOCTOR)), seconds)
+    def check(*labels: int | None, seconds: float = 60.0, options: Sequence[str] = ()) -> str:
+        content = "".join(json.dumps({"text": "12 3", "label": label}) + "\n" for label in labels)
+        rows.write_text(content or "[]")
+        config = parse_args([*command, *options], DOCTOR)
+        return checks.check_rows(config, checks.read_model(config), seconds)
 
-    assert check(*[1] * 5) == f"all {sample or 5} rows have usable texts and labels"
+    assert check(*[1] * 5) == "all 5 rows have usable texts and labels"
     with pytest.raises(DataError, match=r"rows\.jsonl, row 2 \(counted from 0\)"):
         check(1, 1, None)
-    if not sample:
-        assert re.fullmatch(r"the first \d+ rows have usable texts and labels", check(*[1] * 5000, seconds=0.0))
+    with pytest.raises(DataError, match=r"rows\.jsonl has no rows"):
+        check()
+    assert check(1, None, options=["--limit", "1"]).startswith("not read")
+    assert re.fullmatch(r"the first \d+ rows have usable texts and labels", check(*[1] * 5000, seconds=0.0))
 
 
 def test_files_that_differ_in_size_or_anywhere_in_a_small_one_have_another_hash(tmp_path: Path) -> None:

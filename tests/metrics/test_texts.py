@@ -33,7 +33,7 @@ texts = st.lists(st.sampled_from(WORDS), max_size=6).map(" ".join)
         ("$-5$ = '-5'", "-5 -5"),
         ("-.5, .5", "-.5 .5"),
         ("-$5, $-5, -$.5", "-5 -5 -.5"),
-        ("1E-5, the-5", "1e-5 the5"),
+        ("1E-5, 1.e-05, the-5", "1e-5 1e-05 the5"),
         ("- 5", "5"),  # an item of a list
     ],
 )

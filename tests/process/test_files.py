@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 from samples import watch
 
-from dist_eval.process.files import BY_UMASK, allow_many_files, private_files, write_atomically
+from dist_eval.process.files import (
+    BY_UMASK,
+    allow_many_files,
+    private_files,
+    remove_temporary,
+    replaced_atomically,
+    write_atomically,
+)
 
 
 def test_readers_see_the_old_file_or_the_new_one(tmp_path: Path) -> None:
@@ -68,6 +75,16 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
         write_atomically(tmp_path / "file", b"new")
     assert (tmp_path / "file").read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    writing = replaced_atomically(tmp_path / "results.json")
+    writing.__enter__().write(b"half of it")
+    (tmp_path / ".results.json.notes").touch()
+    (tmp_path / "results.json").touch()
+    assert len([*tmp_path.iterdir()]) == 3
+    remove_temporary(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {".results.json.notes", "results.json"}
 
 
 def test_a_process_may_open_as_many_files_as_the_system_allows() -> None:

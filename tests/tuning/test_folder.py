@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,18 +58,40 @@ def test_a_state_of_unknown_origin_is_neither_used_nor_removed(tmp_path: Path, c
 def test_a_checkpoint_is_private_and_never_behind_a_link(tmp_path: Path) -> None:
     folder = TuningFolder(tmp_path, {"seed": 0})
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / ".last.new").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / ".last.0.new").symlink_to(tmp_path / "elsewhere")
     tuned, tokenizer = TunedCheckpoint.load(demo.CHECKPOINT), load_tokenizer(str(demo.BASE_MODEL))
     with pytest.raises(RunError, match=r"checkpoint .*last cannot be written: it is a file"):
-        folder.save_checkpoint("last", tuned, tokenizer)
+        folder.stage_checkpoint("last", 0, tuned, tokenizer)
     assert list((tmp_path / "elsewhere").iterdir()) == []
     before = os.umask(0)
     try:
-        folder.save_checkpoint("best", tuned, tokenizer)
+        folder.stage_checkpoint("best", 0, tuned, tokenizer)
+        folder.place_checkpoints({"best": 0})
     finally:
         os.umask(before)
     assert TunedCheckpoint.load(tmp_path / "best").label_names == tuned.label_names
     assert [path for path in (tmp_path / "best").iterdir() if path.stat().st_mode & 0o077] == []
+
+
+def test_a_checkpoint_is_in_its_place_once_the_state_names_its_epoch(tmp_path: Path) -> None:
+    folder = TuningFolder(tmp_path, {"seed": 0})
+    tuned, tokenizer = TunedCheckpoint.load(demo.CHECKPOINT), load_tokenizer(str(demo.BASE_MODEL))
+
+    def stage(epoch: int) -> None:
+        folder.stage_checkpoint("best", epoch, replace(tuned, head=torch.full_like(tuned.head, epoch)), tokenizer)
+
+    def placed() -> float:
+        return float(TunedCheckpoint.load(tmp_path / "best").head[0, 0])
+
+    stage(1)
+    folder.place_checkpoints({"best": 1})
+    stage(2)  # killed before the state was saved
+    folder.place_checkpoints({"best": 1})
+    assert placed() == 1
+    stage(3)
+    (tmp_path / "best").rename(tmp_path / ".best.old")  # killed after the state was saved, between two renames
+    folder.place_checkpoints({"best": 3})
+    assert placed() == 3 and [path.name for path in tmp_path.iterdir()] == ["best"]
 
 
 def test_damaged_results_cost_no_state(tmp_path: Path) -> None:

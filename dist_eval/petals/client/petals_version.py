@@ -33,9 +33,9 @@ def require_petals() -> None:
     """Raises a `ConfigError` if Petals, which servers need, is not installed."""
     if find_spec("petals") is None:
         raise ConfigError(
-            "Servers need Petals. Its metadata requires packages of 2023, so install it without dependencies, in the "
-            f"repository: pip install '.[servers]' && pip install --no-deps petals=={INSTALLED} (with a wheel of "
-            "dist_eval: pip install 'WHEEL[servers]')"
+            "Servers need Petals. Its metadata requires packages of 2023, so install it without dependencies: "
+            f"pip install '.[servers]' && pip install --no-deps petals=={INSTALLED} "
+            "(outside the repository, 'WHEEL[servers]' with a wheel of dist_eval)"
         )
 
 

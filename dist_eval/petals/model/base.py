@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MAX_REQUEST_TOKENS = 1024
 """Most tokens in a request of several texts, as in Petals' own micro-batches: servers accept 2048 or more."""
 
-_WORDS_AT_ONCE = 1 << 20
+_WORDS_AT_ONCE = 1 << 14  # what a processor core can cache
 
 # Other arguments that do not affect a base model's computation; `generate` passes the tokenizer on
 _WITHOUT_EFFECT = ("return_dict", "use_cache", "cache_position", "num_items_in_batch", "tokenizer")
@@ -267,7 +267,7 @@ def _hashes_of(table: torch.Tensor) -> torch.Tensor:
     weights = torch.randint(-(2**63), 2**63 - 1, words.shape[1:], generator=torch.Generator().manual_seed(0))
     weights = weights.to(table.device)
     parts = words.split(max(1, _WORDS_AT_ONCE // max(1, len(weights))))
-    return torch.cat([(part * weights).sum(1) for part in parts]).cpu()
+    return torch.cat([part.to(torch.int64).mul_(weights).sum(1) for part in parts]).cpu()
 
 
 def _texts(given: Mapping[str, Any]) -> torch.Tensor:

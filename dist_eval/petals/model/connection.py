@@ -134,11 +134,13 @@ _home = _Home()
 class OpenConnection(Shared):
     """A connection that is closed at exit at the latest; for the arguments see `connect`."""
 
-    def __init__(self, *model: Any, **options: Any) -> None:
+    def __init__(self, addresses: Sequence[str], dht_prefix: str, config: Any, **options: Any) -> None:
         self._pid, self._lock = os.getpid(), threading.Lock()
         router = Router(int(os.environ.get("RANK", 0)))  # so that ranks start with different servers
         connection, self._end = _home.open(
-            lambda: in_lasting_thread(lambda: connect(*model, router=router, timeout_option="timeout", **options))
+            lambda: in_lasting_thread(
+                lambda: connect(addresses, dht_prefix, config, router=router, timeout_option="timeout", **options)
+            )
         )
         self._connection: Connection | None = connection
         self.requests = connection.requests

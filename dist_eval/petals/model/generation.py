@@ -15,6 +15,7 @@ import torch
 from dist_eval.errors import ConfigError, DataError, NoCacheError
 from dist_eval.petals.client.inputs import Inputs
 from dist_eval.petals.model.cache import SwarmCache, cache_name, close_unused
+from dist_eval.tables import format_count
 
 if TYPE_CHECKING:
     from dist_eval.petals.model.base import SwarmBase
@@ -242,18 +243,20 @@ class Generating:
         inputs = kwargs.pop("input_ids", None) if inputs is None else inputs
         if session.output_ids is None and session.cache.is_initialized:
             raise ConfigError("The session has texts of a forward: open another one for generate.")
-        if inputs is None and kwargs.get("inputs_embeds") is not None:
-            raise ConfigError("inputs_embeds: a session continues token ids. Give input_ids, or leave out the session.")
         before = 0
         mask = kwargs.pop("attention_mask", None)
         if session.output_ids is not None:
+            if inputs is None and kwargs.get("inputs_embeds") is not None:
+                raise ConfigError("inputs_embeds cannot continue a session: give input_ids.")
             before = session.output_ids.shape[1]
             new = session.output_ids[:, before:] if inputs is None else inputs.to(session.output_ids)
             if len(new) != len(session.output_ids):
                 raise DataError(f"{len(new)} texts cannot continue a session of {len(session.output_ids)}.")
             inputs = torch.cat([session.output_ids, new], dim=1)
             if session.cache.get_seq_length() > before:
-                raise ConfigError("A forward has continued the texts of this session: open another one for generate.")
+                raise ConfigError(
+                    "Texts of this session have tokens without ids, of a forward or inputs_embeds: open another one."
+                )
             session.cache.replace(session.output_ids)
             if not new.shape[1] and session.cache.get_seq_length() == before:
                 session.cache.crop(-1)  # `generate` sends at least one token
@@ -300,8 +303,12 @@ class Generating:
         if given is not None and given.is_initialized:
             if str(getattr(generation_mode, "value", "")).startswith("assisted"):
                 raise ConfigError("Assisted generation cannot continue texts: leave out the session or cache.")
-            if (generation_config.num_beams or 1) > 1 and given.batch_size == batch_size:
-                raise ConfigError("A search with beams cannot continue texts: leave out the session or cache.")
+            copies = max(generation_config.num_beams or 1, generation_config.num_return_sequences or 1)
+            if copies > 1 and given.batch_size == batch_size:
+                raise ConfigError(
+                    f"A session or cache of {format_count(batch_size, 'text')} cannot continue with {copies} beams or "
+                    "sequences for each: leave it out, or repeat its texts."
+                )
         generation_config.cache_implementation = None  # a model's own settings may name one
         if given is None and generation_config.use_cache is not False:
             reorders = (generation_config.num_beams or 1) > 1

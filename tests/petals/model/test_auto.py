@@ -182,10 +182,11 @@ def test_a_session_that_goes_back_to_its_beginning_takes_another_text(models: An
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_beams": 2}, "A search with beams cannot continue texts"),
+        ({"num_beams": 2}, "of 1 text cannot continue with 2 beams"),
+        ({"num_return_sequences": 3, "do_sample": True}, "of 1 text cannot continue with 3 beams or sequences"),
         ({"prompt_lookup_num_tokens": 2}, "Assisted generation cannot continue texts"),
         ({"use_cache": False}, "use_cache=False: leave it out, or the session"),
-        ({"inputs_embeds": torch.ones(1, 2, 64)}, "inputs_embeds: a session continues token ids"),
+        ({"inputs_embeds": torch.ones(1, 2, 64)}, "inputs_embeds cannot continue a session"),
     ],
 )
 def test_what_cannot_continue_a_session_is_named_and_leaves_it_usable(
@@ -208,13 +209,13 @@ def test_continuous_batching_is_refused(models: Any) -> None:
 
 def test_a_session_of_steps_that_is_dropped_frees_its_room(models: Any) -> None:
     base = models[0].swarm_base
-    room = base.swarm_blocks.cache_tokens(0)
+    room = base.swarm_blocks.cache_tokens()
     session = InferenceSession(base, 500)
     session.step(torch.ones(2, 3, 64))
-    assert base.swarm_blocks.cache_tokens(0) <= room - 1000
+    assert base.swarm_blocks.cache_tokens() <= room - 1000
     del session
     gc.collect()
-    assert wait_for(lambda: base.swarm_blocks.cache_tokens(0) == room)
+    assert wait_for(lambda: base.swarm_blocks.cache_tokens() == room)
 
 
 def test_a_session_takes_hidden_states(models: Any) -> None:

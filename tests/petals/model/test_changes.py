@@ -155,7 +155,7 @@ def test_a_session_goes_back_and_generates_again(family_swarms: dict[str, Privat
             with torch.no_grad():
                 model(found[:, -1:])
                 model(found[:, -1:])
-            with pytest.raises(ConfigError, match="A forward has continued"):
+            with pytest.raises(ConfigError, match="tokens without ids, of a forward"):
                 model.generate(max_new_tokens=2, pad_token_id=0)
         with model.inference_session(max_length=60), torch.no_grad():
             model(ids)
