@@ -83,7 +83,8 @@ def test_a_program_compares_the_same_answers_of_all_contenders(name: str, launch
         assert {series["name"] for series in content["series"]} >= alternatives
         for series in content["series"]:
             assert len(series["values"]) == 1 and series["name"] in done.stdout
-            assert series["values"][0] > 0 or name == "recipes"
+            # recipes reports differences; the memory of a small vocabulary may be less than a page
+            assert series["values"][0] > 0 or name in ("recipes", "vocabulary")
             details = series["details"][0]
             if isinstance(details, dict):
                 assert details.get("equal", 1) == 1, series
